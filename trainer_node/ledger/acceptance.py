@@ -48,7 +48,7 @@ class Reason(Enum):
 
     @property
     def blames(self) -> bool:
-        """Whether the worker answers for it."""
+        """Whether the rejection counts against the worker."""
         return self in (Reason.MALFORMED, Reason.FORGED)
 
 
@@ -84,8 +84,8 @@ def rejection(
     in_time: bool,
     served: Version | None = None,
 ) -> Rejection | None:
-    """Why the result is rejected; None if it is accepted. ``settled``: the job has ended. ``in_time``: the lease was
-    in force when the result came. ``served``: by the engine when the lease began; None where that is not known.
+    """Return why the result is rejected, or None. ``settled``: whether the job has ended. ``in_time``: whether the
+    lease was in force when the result arrived. ``served``: by the engine when the lease began; None if unknown.
     """
     wrong = _forgery(result, job) or _manifest_fault(result, standards) or _schedule_fault(result, standards)
     if wrong is not None:
@@ -106,8 +106,8 @@ def rejection(
 def version_rejection(
     versions: Collection[Version], purpose: str, wanted: Version, standards: Standards, *, in_time: bool
 ) -> Rejection | None:
-    """The part of ``rejection`` about versions and time. ``versions``: of the result's spans. ``wanted``: the version
-    that the job names.
+    """Check only the versions and the time, as part of ``rejection``. ``versions``: those of the result's spans.
+    ``wanted``: the version that the job names.
     """
     if not versions:
         return Rejection(Reason.UNVERSIONED, "no version is named: the engine answered before its first install")
@@ -145,8 +145,8 @@ def _manifest_fault(result: Result, standards: Standards) -> Rejection | None:
 
 
 def _schedule_fault(result: Result, standards: Standards) -> Rejection | None:
-    """Audits leave out results of sparse attention, so no worker may claim a schedule that its version does not carry.
-    A false claim is forged: peers name schedules by the same signed manifests as the hub.
+    """Audits exclude results of sparse attention, so no worker may claim a schedule that its version does not carry. A
+    false claim is forged: peers take a schedule's name from the same signed manifest as the hub.
     """
     for version, name in result.schedules or ():
         if version in standards.manifests and standards.schedules.get(version) != name:
@@ -155,9 +155,9 @@ def _schedule_fault(result: Result, standards: Standards) -> Rejection | None:
 
 
 def _step_back(versions: Collection[Version], served: Version | None) -> Rejection | None:
-    """An engine goes back where a switch fails and its ranks take their old values back. So a span that is older than
-    the version at the lease's beginning may be true, and is not held against the worker. It counts for nothing either:
-    no worker can name an old version to have a result accepted, or a group dropped.
+    """If a switch fails, the ranks roll back and the engine serves its previous version. So a span older than the
+    version at the start of the lease may be genuine and is not held against the worker. The result is still rejected:
+    otherwise workers could name old versions to have results accepted, or groups dropped.
     """
     for version in versions if served is not None else ():
         if served is not None and version.branch == served.branch and version.step < served.step:

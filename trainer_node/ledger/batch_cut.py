@@ -44,7 +44,7 @@ class CandidateGroup:
     cut_off: Sequence[bool] = ()
 
     def fresh(self, oldest_step: int, overlong: Overlong) -> list[float]:
-        """The pay of the results that are fresh enough: the learner sees no others."""
+        """Return the rewards of the fresh results, as paid to the learner, which sees no others."""
         cut_off = self.cut_off or [False] * len(self.rewards)
         rows = [
             (reward, cut)
@@ -55,8 +55,8 @@ class CandidateGroup:
 
 
 def judge(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") -> GroupVerdict:
-    """The verdict on a group, when results of steps before ``oldest_step`` are stale. ``overlong``: the learner's
-    treatment of truncated results.
+    """Return the verdict on a group if results from steps before ``oldest_step`` are stale. ``overlong``: how the
+    learner treats truncated results.
     """
     if group.unsettled:
         return GroupVerdict.WAIT
@@ -67,7 +67,7 @@ def judge(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") 
 
 
 def last_chance(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") -> bool:
-    """Whether a group with open jobs can be trained now, and has results that will be stale one step later."""
+    """Whether a group with open jobs can be trained now but has results that will be stale one step later."""
     settled = replace(group, unsettled=0)
     return oldest_step in group.steps and judge(settled, oldest_step, overlong) is GroupVerdict.USE
 

@@ -55,9 +55,9 @@ class CutBatch(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Without a batch the learner waits, unless the run has finished. ``played``, ``reward``: groups that ended for
-    this batch, the dropped ones included, and the mean reward of their results. ``refusal``: why there can be no batch,
-    although enough groups were played.
+    """Without a batch, the learner waits unless the run has finished. ``played`` and ``reward``: how many groups ended
+    for this batch, including dropped ones, and their mean reward. ``refusal``: why no batch is possible although enough
+    groups were played.
     """
 
     batch: CutBatch | None
@@ -117,8 +117,8 @@ def take(
 def foreseen(
     conn: Connection, now: Present, bounds: StalenessBounds, *, epoch: int, branch: int, step: int, overlong: Overlong
 ) -> Taken | None:
-    """The answer of ``take`` where it changes nothing; None where it would make a change. The look needs no transition:
-    among many groups it takes longer than a request for leases should wait. Raises as ``take``.
+    """Return what ``take`` would return, or None if ``take`` would change the database. Runs outside a transition: with
+    many groups it takes longer than lease requests should wait. Raises the same errors as ``take``.
     """
     if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:
         return before
@@ -131,7 +131,7 @@ def foreseen(
 def _without_cut(
     conn: Connection, now: Present, bounds: StalenessBounds, epoch: int, branch: int, step: int
 ) -> Taken | None:
-    """The answer of a run that has finished, or of a batch that was cut before."""
+    """Return the answer if the run has finished or the batch was already cut, otherwise None."""
     check_epoch(now, epoch)
     if (branch, step) != (now.branch, now.step):
         raise RefusedError(f"the learner is at {branch}.{step}, and the ledger at {now.branch}.{now.step}")
@@ -214,8 +214,8 @@ def _played(conn: Connection, now: Present) -> int:
 
 
 def _refusal(conn: Connection, now: Present, bounds: StalenessBounds, live: Collection[int]) -> str | None:
-    """Why there can be no batch: so many groups ended for it, and none can be trained. Groups that were opened before
-    the last of them, whose numbers are in ``live``, are waited for: fast workers may have played the others.
+    """Return why there can be no batch: enough groups ended for it, but none can be trained. Groups in ``live`` that
+    were opened before the last of them are waited for, because fast workers may have played the others first.
     """
     ended = select(db.groups.c.opened, db.groups.c.reason).where(_ended_now(now), db.groups.c.reason != FOREIGN)
     rows = conn.execute(ended.where(db.groups.c.opened.is_not(None)).order_by(db.groups.c.opened)).all()
@@ -246,7 +246,7 @@ def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
 
 
 def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes, list[MemberResult]]:
-    """The results that are fresh enough, by group."""
+    """Return the fresh results, by group."""
     rows = conn.execute(
         select(db.jobs.c.group_id, db.results, db.workers.c.name)
         .select_from(db.batch_members)
@@ -269,7 +269,7 @@ def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes,
 
 
 def _report(conn: Connection, now: Present, batch: bytes | None, used: int) -> tuple[int, float | None]:
-    """Groups that ended for this batch, used or dropped, and the mean reward of their accepted results."""
+    """Return how many groups ended for this batch, used or dropped, and the mean reward of their accepted results."""
     members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
     mean = (
         select(func.avg(db.results.c.reward))
@@ -281,7 +281,7 @@ def _report(conn: Connection, now: Present, batch: bytes | None, used: int) -> t
 
 
 def applied(conn: Connection, now: Present, *, epoch: int, batch: bytes, step: int) -> None:
-    """The learner has applied the batch, and is at ``step`` now. Repeating it changes nothing."""
+    """Record that the learner has applied the batch and is now at ``step``. Idempotent."""
     check_epoch(now, epoch)
     row = conn.execute(select(db.batches).where(db.batches.c.id == batch)).first()
     if row is None:
@@ -299,7 +299,7 @@ def applied(conn: Connection, now: Present, *, epoch: int, batch: bytes, step: i
 def ack(
     conn: Connection, now: Present, *, epoch: int, step: int, batch_ids: Sequence[bytes], checkpoint: bytes
 ) -> None:
-    """A checkpoint of ``step`` contains the batches: they are trained. Repeating it changes nothing."""
+    """Mark the batches as trained: a checkpoint of ``step`` contains them. Idempotent."""
     check_epoch(now, epoch)
     for batch in batch_ids:
         row = conn.execute(select(db.batches).where(db.batches.c.id == batch)).first()
@@ -313,7 +313,7 @@ def ack(
 
 
 def trained(conn: Connection, batch: bytes, checkpoint: bytes | None) -> None:
-    """Mark a batch and its groups."""
+    """Mark a batch and its groups as trained."""
     move(conn, "batch", db.batches, batch, "trained", checkpoint=checkpoint)
     members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
     move_all(conn, "group", db.groups, conn.scalars(members).all(), "trained")

@@ -15,15 +15,15 @@ MAX_ORDERS = 16384
 
 
 class DrainedWorkers:
-    """Orders in memory: after a restart of the ledger the operator gives its orders again."""
+    """Drain orders, kept only in memory. After the ledger restarts, the fleet's operator sends them again."""
 
     def __init__(self, most: int = MAX_ORDERS) -> None:
         self._until_s: dict[str, float] = {}
         self._most = most
 
     def order(self, name: str, now_s: float, for_s: float) -> bool:
-        """Give the worker no leases for ``for_s`` seconds from now; 0: give it leases again. Whether that changes the
-        present state. Raises UsageError, RefusedError.
+        """Stop leasing to the worker for ``for_s`` seconds; 0 resumes leasing. Returns whether the state changed.
+        Raises UsageError, RefusedError.
         """
         if not 0 <= for_s <= MAX_DRAIN_S:
             raise UsageError(f"a worker is drained for 0 to {MAX_DRAIN_S:g} s, not {for_s:g} s")
@@ -39,5 +39,5 @@ class DrainedWorkers:
         return not was
 
     def left_s(self, name: str, now_s: float) -> float:
-        """Seconds until the worker gets leases again; 0 for a worker that gets them now."""
+        """Return the seconds until the worker gets leases again, or 0 if it gets them now."""
         return max(0.0, self._until_s.get(name, 0.0) - now_s)

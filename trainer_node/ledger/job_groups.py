@@ -113,8 +113,8 @@ def _check(group: Group, task_hash: bytes) -> None:
 
 
 def enter_task(conn: Connection, now: Present, task_hash: bytes) -> int:
-    """The ledger has this task from now on. Groups of another task that are in no batch of the learner are dropped: no
-    worker plays them, so each would keep its credit for ever. Returns how many.
+    """Make this task the ledger's own. Drop groups of other tasks that are in no batch of the learner: no worker plays
+    them, so they would count against the pace rule for ever. Returns how many were dropped.
     """
     conn.execute(update(db.meta).values(task_hash=task_hash))
     return drop_foreign(conn, now, task_hash)
@@ -130,7 +130,7 @@ def drop_foreign(conn: Connection, now: Present, task_hash: bytes) -> int:
 
 
 def waiting(conn: Connection, task_hash: bytes) -> int:
-    """Groups to train of the task that wait."""
+    """Return the number of the task's training groups that have not been opened."""
     mine = (db.groups.c.task_hash == task_hash) & (db.groups.c.purpose == "train")
     wait = select(func.count()).select_from(db.groups).where(mine, db.groups.c.state == "waiting")
     return int(conn.scalar(wait) or 0)
@@ -146,7 +146,7 @@ _EVALUATED = (
 
 
 def is_evaluated(conn: Connection, served: Version) -> bool:
-    """Whether groups for evaluation by this version have not ended."""
+    """Whether evaluation groups for this version are still unfinished."""
     return conn.execute(_EVALUATED, served._asdict()).first() is not None
 
 
@@ -210,7 +210,7 @@ def open_groups(
 
 
 def _waiting(conn: Connection, which: Select[Any], wanted: Mapping[str, Any], jobs: int, most: int) -> list[Row[Any]]:
-    """The first groups in the order of adding that together have ``jobs`` jobs; at most ``most``."""
+    """Return the first groups, in insertion order, that together have ``jobs`` jobs; at most ``most``."""
     if most < 1:
         return []
     found: list[Row[Any]] = []
@@ -225,7 +225,7 @@ _BODIES = select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(bind
 
 
 def read_groups(conn: Connection, group_ids: Collection[bytes]) -> dict[bytes, Group]:
-    """The records of some groups, by id."""
+    """Return the records of some groups, by id."""
     return {group_id: Group.from_bytes(body) for group_id, body in _bodies(conn, group_ids)}
 
 
@@ -236,7 +236,7 @@ def _bodies(conn: Connection, group_ids: Collection[bytes]) -> Iterator[tuple[by
 
 
 def playable_groups(conn: Connection, now: Present, group_ids: Collection[bytes]) -> dict[bytes, Group]:
-    """The records of some open groups, by id. Those that cannot be read are dropped."""
+    """Return the records of some open groups, by id. Groups whose records cannot be read are dropped."""
     found: dict[bytes, Group] = {}
     for group_id, body in _bodies(conn, group_ids):
         try:
@@ -256,7 +256,7 @@ _JOBS_BY_STATE = (
 
 
 def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) -> None:
-    """Complete, shorten or drop each of these open groups none of whose jobs can bring a result any more."""
+    """Complete, shorten or drop those open groups whose jobs can no longer produce a result."""
     jobs: dict[tuple[bytes, str], Counter[str]] = defaultdict(Counter)
     for row in conn.execute(_JOBS_BY_STATE, {"ids": list(group_ids)}):
         jobs[bytes(row.group_id), row.purpose][row.state] = row.jobs
@@ -277,7 +277,7 @@ def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) ->
 
 
 def _end_of(purpose: str, jobs: Counter[str]) -> str:
-    """The state of a group whose jobs have all ended."""
+    """Return the state of a group whose jobs have all ended."""
     if jobs["accepted"] < (1 if purpose == "evaluate" else LEAST_SURVIVORS):
         return "dropped"
     return "complete" if jobs["accepted"] == jobs.total() else "short"
@@ -292,13 +292,13 @@ def drop(conn: Connection, now: Present, group_id: bytes, reason: str) -> None:
 
 
 def shorten(conn: Connection, group_id: bytes) -> None:
-    """End an open group that is trained with the results that it has."""
+    """End an open group that is trained with the results it already has."""
     move(conn, "group", db.groups, group_id, "short", longest=_longest(conn, group_id))
     _cancel_jobs(conn, group_id, "trained without it")
 
 
 def _longest(conn: Connection, group_id: bytes) -> int | None:
-    """Tokens of the group's longest sample, as far as heartbeats and results told; None if no job was leased."""
+    """Return the length in tokens of the group's longest known sample, or None if no job was leased."""
     leases = select(func.max(db.leases.c.tokens)).join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
     results = select(func.max(db.results.c.sampled)).join(db.jobs, db.jobs.c.id == db.results.c.job_id)
     mine = db.jobs.c.group_id == group_id
@@ -315,7 +315,7 @@ def _cancel_jobs(conn: Connection, group_id: bytes, reason: str) -> None:
 
 
 def count_stale_ending(conn: Connection, now: Present, group_id: bytes, most: int) -> bool:
-    """Count a lease that ended stale; drop the group at the ``most``-th. Returns whether the group was dropped."""
+    """Count a lease that ended stale; the ``most``-th drops the group. Returns whether the group was dropped."""
     conn.execute(
         update(db.groups).where(db.groups.c.id == group_id).values(stale_endings=db.groups.c.stale_endings + 1)
     )

@@ -21,7 +21,7 @@ RECORD_S = 1.0
 
 
 class Completions:
-    """Of one task on one class of workers."""
+    """Completion times of one task on one class of workers."""
 
     def __init__(self, guess_s: float = GUESS_S, *, factor: float = FACTOR, least_s: float = LEAST_S) -> None:
         self._guess_s, self._factor, self._least_s = guess_s, factor, least_s
@@ -31,7 +31,7 @@ class Completions:
         self._seconds.append((seconds, True))
 
     def expired(self, seconds: float) -> None:
-        """A lease of so many seconds ended without a result."""
+        """Record a lease that ended after ``seconds`` without a result."""
         self._seconds.append((seconds, False))
 
     def median_s(self) -> float | None:
@@ -55,8 +55,8 @@ class Completions:
 
 
 def latest_s(max_tokens: int, slowest_tokens_s: float, lease_s: float) -> float:
-    """The longest time that heartbeats may extend a lease to, in seconds since it began: all tokens of the longest
-    sample, at the slowest rate that was observed.
+    """Return the maximum duration of a lease in seconds: the time to sample the longest sample's tokens at the slowest
+    rate observed.
     """
     return max(lease_s, max_tokens / slowest_tokens_s) if slowest_tokens_s > 0 else lease_s
 

@@ -17,14 +17,14 @@ JOB_BYTES = 512
 
 
 class LeasedJobs:
-    """One thread adds and removes; others read."""
+    """Not thread-safe for writers: one thread adds and removes, any may read."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._jobs: dict[bytes, Job] = {}
         self._max_bytes, self._bytes = max_bytes, 0
 
     def add(self, leases: Mapping[bytes, Job]) -> None:
-        """Jobs by lease. The oldest leases make room."""
+        """Add jobs by lease, evicting the oldest leases when full."""
         for lease, job in leases.items():
             self._jobs[lease] = job
             self._bytes += _size(job)

@@ -104,7 +104,7 @@ _RENEW = (
 
 
 class Grant(NamedTuple):
-    """``exhausted``: no worker with an engine of the same version could be given a job now."""
+    """``exhausted``: whether no further job could be leased now to any worker whose engine serves the same version."""
 
     leases: list[Leased]
     exhausted: bool = False
@@ -118,7 +118,7 @@ class Beat(NamedTuple):
 
 
 def worker_of(conn: Connection, session: bytes) -> Row[Any]:
-    """Raises UnknownIdError."""
+    """Return the row of the session's worker. Raises UnknownIdError."""
     row = conn.execute(_WORKER, {"session": session}).first()
     if row is None:
         raise unknown_session()
@@ -130,7 +130,7 @@ def unknown_session() -> UnknownIdError:
 
 
 def held_by(conn: Connection, name: str) -> int:
-    """Leases that the workers of this name hold."""
+    """Return the number of leases held by the workers of this name."""
     held = select(func.count()).select_from(db.leases).join(db.workers, db.workers.c.id == db.leases.c.worker_id)
     return int(conn.scalar(held.where(db.workers.c.name == name, db.leases.c.state == "held")) or 0)
 
@@ -150,9 +150,9 @@ def lease(
     staged: Version | None,
     known: KnownEngine | None,
 ) -> Grant:
-    """Lease up to ``slots`` jobs that the engine may play. ``served``, ``staged``: as the worker states; ``known``: as
-    the hub knows, None for an engine that it does not know. Raises RefusedError for a worker that was blamed too often,
-    or an engine with other bytes than the version's.
+    """Lease up to ``slots`` jobs that the engine may play. ``served``, ``staged``: as reported by the worker.
+    ``known``: as the hub reports, or None if it does not know the engine. Raises RefusedError if the worker was blamed
+    too often, or the manifest is not the version's.
     """
     if not 1 <= slots <= MAX_LIST:
         raise UsageError(f"slots is a number from 1 to {MAX_LIST}")
@@ -199,7 +199,7 @@ def lease(
 
 
 def _blamed(conn: Connection, worker: Row[Any]) -> int:
-    """The holder of a certificate answers for all its workers: another name is no fresh start."""
+    """Count per certificate, not per name: a new name does not clear the record."""
     if worker.caller == BEARER:
         return int(worker.blamed)
     return int(conn.scalar(_BLAMED, {"caller": worker.caller}) or 0)
@@ -230,8 +230,8 @@ class _Taker(NamedTuple):
         return taken, left
 
     def _next_jobs(self, purpose: str, most: int) -> tuple[Sequence[Any], bool]:
-        """The group of an open job is open. A job that the caller has just failed, or kept too long, is for others.
-        Whether there are open jobs at all.
+        """Return open jobs of open groups, and whether there are any open jobs at all. A job that the caller has just
+        failed, or kept too long, is left to others.
         """
         me, since_s = caller_of(self.worker), self.now.now_s - OTHERS_FIRST_S
         wanted = {"purpose": purpose, "task_hash": self.worker.task_hash, "most": most}
@@ -293,8 +293,8 @@ class _Taker(NamedTuple):
 def heartbeats(
     conn: Connection, now: Present, policy: Policy, rates: WorkerRates, beats: Sequence[Beat]
 ) -> list[list[HeldLease] | None]:
-    """Renew the leases whose tokens have grown; abort those whose results could not be accepted. For each heartbeat
-    the answers to its leases; None for an unknown session.
+    """Renew leases whose token count has grown, and abort those whose results could not be accepted. Returns each
+    heartbeat's leases, or None for an unknown session.
     """
     if sum(len(beat.tokens) for beat in beats) > MAX_BEATEN:
         raise UsageError(f"more than {MAX_BEATEN} leases in heartbeats")
@@ -319,7 +319,7 @@ def heartbeats(
 def _renew(
     conn: Connection, now: Present, held: Mapping[bytes, Row[Any]], sampled: Mapping[bytes, int]
 ) -> dict[bytes, float]:
-    """Prolong the leases whose tokens have grown; returns their new ends."""
+    """Extend the leases whose token count has grown, and return their new expiry times."""
     renewed = {
         lease_id: float(max(row.expires_s, min(now.now_s + row.lasts_s, row.latest_s)))
         for lease_id, row in held.items()
@@ -355,7 +355,7 @@ def _held(
 
 
 def _hopeless(now: Present, policy: Policy, row: Row[Any]) -> bool:
-    """Whether no result of the lease could be trained."""
+    """Whether no result of this lease could be trained."""
     if row.purpose != "train":
         return False
     return finished(now, policy.bounds) or not admissible(now, policy, Version(row.branch, row.served))
@@ -393,8 +393,8 @@ def give_back(
     lease_ids: Sequence[bytes],
     why: Mapping[bytes, Returned],
 ) -> None:
-    """Return unfinished leases. Leases that are not the worker's, or have ended, are ignored. The fault of a job counts
-    although its lease has expired.
+    """Return unfinished leases to the pool. Leases that are not this worker's, or have ended, are ignored. A fault of
+    the job counts even if its lease has expired.
     """
     if len(lease_ids) > MAX_LIST:
         raise UsageError(f"{len(lease_ids)} leases in one request, and {MAX_LIST} are allowed")
@@ -414,7 +414,7 @@ def give_back(
 
 
 def give_up(conn: Connection, worker_id: bytes, playing: Collection[bytes]) -> None:
-    """A worker begins again: its jobs return to the pool at once, but for those that it still plays."""
+    """Handle a worker's restart: return its jobs to the pool at once, except those it is still playing."""
     held = select(db.leases.c.id, db.leases.c.job_id)
     rows = conn.execute(held.where(db.leases.c.worker_id == worker_id, db.leases.c.state == "held")).all()
     rows = [row for row in rows if bytes(row.id) not in playing]
@@ -432,7 +432,7 @@ _OVERDUE = (
 
 
 def are_overdue(conn: Connection, now: Present, overdue_s: float) -> bool:
-    """Whether ``release_overdue`` would end leases."""
+    """Whether ``release_overdue`` would end any lease."""
     return conn.execute(_OVERDUE.limit(1), {"since_s": now.now_s - overdue_s}).first() is not None
 
 
@@ -451,7 +451,7 @@ def release_overdue(conn: Connection, now: Present, overdue_s: float) -> int:
 
 
 def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:
-    """End the leases whose time is over; their jobs return to the pool. Returns how many ended."""
+    """End expired leases and return their jobs to the pool. Returns how many ended."""
     rows = conn.execute(_OVER, {"now_s": now.now_s}).all()
     if not rows:
         return 0

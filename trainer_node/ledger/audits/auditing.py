@@ -43,7 +43,7 @@ class _OfVersion:
 
 
 class AuditSample:
-    """Several threads may call. ``below``: a random integer from 0, below its argument, that no worker can predict."""
+    """Thread-safe. ``below(n)`` returns a random integer from 0 to n - 1 that no worker can predict."""
 
     def __init__(self, below: Callable[[int], int]) -> None:
         self._below = below
@@ -51,7 +51,7 @@ class AuditSample:
         self._lock = Lock()
 
     def offer(self, version: Version, one: SampledLease) -> None:
-        """An accepted result that the version made alone (reservoir sampling)."""
+        """Offer an accepted result sampled entirely by ``version`` (reservoir sampling)."""
         with self._lock:
             of = self._versions.setdefault(version, _OfVersion())
             of.seen += 1
@@ -71,7 +71,7 @@ class AuditSample:
 
 
 def accepted_result(conn: Connection, sampled: SampledLease) -> Accepted | None:
-    """None for a result that is not kept any more."""
+    """Return the accepted result, or None if it is no longer kept."""
     row = conn.execute(
         select(db.results.c.segment, db.results.c.offset, db.results.c.length, db.workers.c.name)
         .join(db.leases, db.leases.c.id == db.results.c.lease_id)
@@ -86,7 +86,7 @@ def accepted_result(conn: Connection, sampled: SampledLease) -> Accepted | None:
 
 
 def count(conn: Connection, sampled: SampledLease, *, agrees: bool) -> str:
-    """Returns the worker's name. Raises UnknownIdError."""
+    """Count an audit and return the worker's name. Raises UnknownIdError."""
     worker = conn.execute(
         select(db.workers.c.id, db.workers.c.name)
         .join(db.leases, db.leases.c.worker_id == db.workers.c.id)

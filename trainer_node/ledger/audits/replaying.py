@@ -40,7 +40,7 @@ Fail = Callable[[Connection, Present, Policy, Row[Any], Reason], None]
 
 
 class Due(NamedTuple):
-    """``caller``: the party that answers for the result."""
+    """``caller``: the party responsible for the result."""
 
     job: bytes
     lease: bytes
@@ -48,14 +48,14 @@ class Due(NamedTuple):
 
 
 class AuditReplay(NamedTuple):
-    """``place``: of the result's bytes."""
+    """``place``: where the result's bytes are stored."""
 
     job: Job
     place: Place
 
 
 class ReplayEnded(NamedTuple):
-    """``worker``: name. ``found``: AGREES, DISAGREES or FAILS. ``rejected``: results that do not count any more."""
+    """``worker``: name. ``found``: AGREES, DISAGREES or FAILS. ``rejected``: the results that no longer count."""
 
     worker: str
     found: str
@@ -63,7 +63,7 @@ class ReplayEnded(NamedTuple):
 
 
 def sampler_of(conn: Connection, trust: Trust, worker_id: bytes, draw: Callable[[], float]) -> Callable[[], str | None]:
-    """Draws the state in which the replay of each result of a worker begins. ``draw``: a number from 0, below 1."""
+    """Return a function that draws each result's initial replay state. ``draw`` returns a number in [0, 1)."""
     if not trust.replays:
         return lambda: None
     worker = conn.execute(select(db.workers).where(db.workers.c.id == worker_id)).one()
@@ -77,13 +77,13 @@ def _has_lied(conn: Connection, worker: Row[Any]) -> bool:
 
 
 def _party(worker: Row[Any]) -> ColumnElement[bool]:
-    """The workers for which one party answers: those of a certificate, or one that shows a bearer token."""
+    """Select the workers of one party: all of a certificate, or the one that presents a bearer token."""
     one: ColumnElement[bool] = db.workers.c.id == (getattr(worker, "worker_id", None) or worker.id)
     return one if worker.caller == BEARER else db.workers.c.caller == worker.caller
 
 
 def due(conn: Connection, task_hash: bytes, most: int) -> list[Due]:
-    """Replays that are due, in turns of the parties."""
+    """Return due replays, taking turns between parties."""
     rows = conn.execute(
         select(db.results.c.job_id, db.results.c.lease_id, db.workers.c.id, db.workers.c.caller)
         .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
@@ -100,7 +100,7 @@ def due(conn: Connection, task_hash: bytes, most: int) -> list[Due]:
 
 
 def read(conn: Connection, one: Due) -> AuditReplay | None:
-    """None for a replay that is not due any more."""
+    """Return the replay's data, or None if the replay is no longer due."""
     row = _row(conn, one)
     if row is None:
         return None
@@ -117,7 +117,7 @@ def end(
     found: float | Rejection,
     fail: Fail,
 ) -> ReplayEnded | None:
-    """Record a replay. ``found``: the reward, or why there is none. None for a replay that is not due any more."""
+    """Record a replay, or return None if it is no longer due. ``found``: the reward, or why there is none."""
     row = _row(conn, one)
     if row is None:
         return None
@@ -152,9 +152,7 @@ def distrust_reopened(conn: Connection, now: Present, policy: Policy, fail: Fail
 
 
 def _verdict(stated: float, found: float | Rejection) -> str:
-    """Equal means equal in every bit: a small difference would still turn a group of equal rewards into one that is
-    trained.
-    """
+    """Rewards must be equal bit for bit: even a small difference would make a group of equal rewards trainable."""
     if isinstance(found, Rejection):
         return DISAGREES if found.reason is Reason.FORGED else FAILS
     return AGREES if found == stated else DISAGREES
@@ -204,7 +202,7 @@ def _untrained(conn: Connection, party: ColumnElement[bool]) -> Sequence[Row[Any
 
 
 def _reject(conn: Connection, now: Present, policy: Policy, row: Row[Any], why: Rejection, fail: Fail) -> None:
-    """The result counts no more; its job is played again, unless its group has ended for good."""
+    """Reject the result and return its job to the pool, unless its group has ended for good."""
     now.happened["results_rejected", row.name, why.reason.value] += 1
     values = {"verdict": "rejected", "reason": why.reason.value, "detail": why.detail[:1024]}
     this = (db.results.c.job_id == row.job_id) & (db.results.c.lease_id == row.lease_id)

@@ -71,7 +71,7 @@ class Segments:
             os.fsync(file.fileno())
 
     def append(self, body: bytes) -> Place:
-        """The place of the body, durable after the next ``sync``. Raises LocalError."""
+        """Append the body and return its place. It is durable after the next ``sync``. Raises LocalError."""
         try:
             if self._file is None:
                 self._file = open(self._path(self._number), "xb")  # noqa: SIM115 - open until the segment is full
@@ -86,7 +86,7 @@ class Segments:
         return Place(self._number, at, len(body))
 
     def sync(self) -> None:
-        """Raises LocalError if a body since the last call may be lost: no row may point to one of them."""
+        """Make appended bodies durable. Raises LocalError if one may be lost: no row may point to any of them."""
         if self._lost:
             raise LocalError("a write to the ledger's segment files failed: try again")
         if self._file is None or not self._dirty:
@@ -102,7 +102,7 @@ class Segments:
             self._leave()
 
     def rolled_back(self) -> None:
-        """No row will point to a body that was appended since the last ``sync``."""
+        """Note that no row will point to the bodies appended since the last ``sync``."""
         self._lost = self._dirty = False
 
     def check_room(self) -> None:
@@ -121,7 +121,7 @@ class Segments:
         self._number += 1
 
     def read(self, place: Place) -> bytes:
-        """A synced body. Raises IntegrityError if the bytes there are not those that were written."""
+        """Return a synced body. Raises IntegrityError if the stored bytes have changed."""
         try:
             with open(self._path(place.segment), "rb") as file:
                 file.seek(place.offset)
@@ -136,7 +136,7 @@ class Segments:
 
     @property
     def current(self) -> int:
-        """Number of the segment that the next body goes to."""
+        """Return the number of the segment that the next body is written to."""
         return self._number
 
     def prune(self, used: Collection[int], before: int) -> list[int]:

@@ -109,12 +109,12 @@ class LedgerStore:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """The rows as of the newest commit; no statement can change them. Several threads may read at once."""
+        """Context manager for a read-only connection that sees the rows as of the newest commit. Thread-safe."""
         with database_errors(), self._readers.connect() as connection, connection.begin():
             yield connection
 
     def note_failure(self, error: BaseException) -> None:
-        """A write of a transaction, or of one of its calls, has failed."""
+        """Record that a transaction, or one of its calls, failed to write."""
         if (short := shortage(error)) is not None:
             self.short = short
             self._ran_short(short, error)
@@ -129,7 +129,7 @@ class LedgerStore:
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Raises LocalError in place of the driver's error."""
+    """Context manager that converts the driver's errors to LocalError."""
     try:
         yield
     except (DBAPIError, PendingRollbackError, PoolTimeoutError) as error:
@@ -140,8 +140,8 @@ def database_errors() -> Iterator[None]:
 
 
 def _own_postgresql(engine: Any) -> None:
-    """Each connection, also one after a connection was lost, raises LocalError if another ledger writes: perhaps this
-    one, by a connection whose loss the server has not seen.
+    """Each new connection, including a reconnection, raises LocalError if another ledger is writing. That may be this
+    ledger's own lost connection if the server has not noticed its loss.
     """
 
     @event.listens_for(engine, "connect")
@@ -154,7 +154,7 @@ def _own_postgresql(engine: Any) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Raises UsageError if another ledger writes to the folder."""
+    """Lock the folder and return its descriptor. Raises UsageError if another ledger writes to the folder."""
     lock_fd = os.open(folder / "ledger.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,12 +165,12 @@ def _locked(folder: Path) -> int:
 
 
 def url_of(folder: Path, database: str | None) -> str:
-    """SQLAlchemy's URL of the database. Raises UsageError."""
+    """Return SQLAlchemy's URL of the database. Raises UsageError."""
     return f"sqlite:///{folder / SQLITE}" if database is None else _with_driver(database)
 
 
 def _with_driver(url: str) -> str:
-    """SQLAlchemy's URL: psycopg 3 is the driver of PostgreSQL."""
+    """Return SQLAlchemy's URL, with psycopg 3 as PostgreSQL's driver."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in ("postgresql", "postgresql+psycopg", "sqlite"):
         raise UsageError(f"--database: postgresql://… is expected, not {scheme}")
@@ -179,13 +179,13 @@ def _with_driver(url: str) -> str:
 
 def _options(url: str) -> dict[str, Any]:
     if url.startswith("sqlite"):
-        # The writer's thread is not the one that opens the database.
+        # The thread that writes is not the one that opens the database.
         return {"connect_args": {"check_same_thread": False}}
     return {} if "connect_timeout" in url else {"connect_args": {"connect_timeout": CONNECT_S}}
 
 
 def readers_of(url: str) -> Engine:
-    """An engine whose transactions read one commit's rows and change none."""
+    """Return an engine whose transactions are read-only and each see one commit."""
     made = create_engine(url, **_options(url), pool_size=READERS, max_overflow=0)
     if made.dialect.name == "postgresql":
         return made.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -193,7 +193,7 @@ def readers_of(url: str) -> Engine:
 
 
 def _prepare_sqlite(engine: Engine, pragma: str, begin: str) -> None:
-    """``pragma``: for connections besides those of every one. ``begin``: first statement of a transaction."""
+    """``pragma``: run on each connection after the common ones. ``begin``: the first statement of a transaction."""
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:

@@ -55,7 +55,7 @@ class SharedTransactions:
         self._thread.start()
 
     def call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
-        """Raises LocalError if the call was not begun: it changed nothing, and never will."""
+        """Run the transition. Raises LocalError if it was not started: it changed nothing and never will."""
         future: Future[T] = Future()
         with self._closing:
             if self._closed:
@@ -73,7 +73,7 @@ class SharedTransactions:
 
     @property
     def waiting(self) -> int:
-        """Calls that no commit has taken."""
+        """Return the number of calls that no commit has taken yet."""
         return len(self._urgent) + len(self._ordinary)
 
     def _answer(self, future: Future[T]) -> T:
@@ -85,7 +85,7 @@ class SharedTransactions:
             return future.result(self._call_s)  # begun: its commit alone says whether it changed anything
 
     def close(self) -> None:
-        """Calls that were made before are committed; later ones raise LocalError."""
+        """Commit the calls made so far; later calls raise LocalError."""
         with self._closing:
             first, self._closed = not self._closed, True
         if first:
@@ -107,7 +107,7 @@ class SharedTransactions:
             urgent = self._commit(first, urgent=urgent)
 
     def _commit(self, first: _Call, *, urgent: bool) -> bool:
-        """Do the first call, and further ones until COMMIT_S have passed. Whether an urgent one was among them."""
+        """Run the first call, and more until COMMIT_S have passed. Returns whether any of them was urgent."""
         calls = [first] if first[1].set_running_or_notify_cancel() else []
         done: list[tuple[Any, BaseException | None]] = []
         until_s = time.monotonic() + COMMIT_S

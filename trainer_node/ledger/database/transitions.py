@@ -77,7 +77,7 @@ class Transitions:
         self._measured.keep()
 
     def call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
-        """A transition that needs no present."""
+        """Run a transition that does not need the present."""
 
         def undone_on_failure(conn: Connection) -> T:
             mark = self._measured.mark()
@@ -108,7 +108,7 @@ class Transitions:
         return found
 
     def changing_versions(self, transition: Callable[[Connection, Present], T]) -> T:
-        """A transition after which versions or branches are read again."""
+        """Run a transition that changes versions or branches, which are then read again."""
 
         def forgetting(conn: Connection, now: Present) -> T:
             self._present.forget()
@@ -117,7 +117,7 @@ class Transitions:
         return self.at_present(forgetting)
 
     def read(self, look: Callable[[Connection, Present], T]) -> T:
-        """A look at the rows as of the newest commit, beside the transitions."""
+        """Read the rows as of the newest commit, concurrently with transitions."""
         with self._store.reading() as conn:
             return look(conn, PresentReader().read(conn, self._now_s()))
 
@@ -130,6 +130,6 @@ class Transitions:
             return self._clock.now_s()
 
     def _undo(self, mark: int) -> None:
-        """Put back what is kept in memory: a transition, or a whole transaction, failed."""
+        """Restore the in-memory state after a failed transition or transaction."""
         self._measured.undo(mark)
         self._present.forget()

@@ -62,9 +62,8 @@ def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reas
 
 
 def fail_returned(conn: Connection, now: Present, row: Row[Any], returned: Returned) -> None:
-    """The job of a lease that came back for the job's own fault. ``row``: of the lease, with the state, the group and
-    the task of its job, and the caller. The lease may have expired before, and its job been leased to another worker.
-    Repeated, changes nothing.
+    """Fail the job of a lease that was returned for the job's own fault. ``row``: the lease, with its job's state,
+    group and task, and the caller. The lease may have expired, and the job may be leased to another worker. Idempotent.
     """
     known = (db.job_returns.c.job_id == row.job_id) & (db.job_returns.c.lease_id == row.id)
     if conn.execute(select(db.job_returns.c.lease_id).where(known)).first() is not None:
@@ -77,7 +76,7 @@ def fail_returned(conn: Connection, now: Present, row: Row[Any], returned: Retur
 
 
 def _count(conn: Connection, now: Present, row: Row[Any], reason: str, detail: str, *, of_prompt: bool) -> None:
-    """One more failure of the row's job, which can still fail. ``of_prompt``: the group's other jobs would fail too."""
+    """Count a failure of the row's unsettled job. ``of_prompt``: whether the group's other jobs would fail too."""
     job = conn.execute(select(db.jobs.c.failures, db.jobs.c.state).where(db.jobs.c.id == row.job_id)).one()
     failures = int(job.failures) + 1
     failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
@@ -100,7 +99,7 @@ def _count(conn: Connection, now: Present, row: Row[Any], reason: str, detail: s
 
 
 def _is_played(conn: Connection, row: Row[Any]) -> bool:
-    """Whether another worker plays the job now."""
+    """Whether another worker is playing the job."""
     held = select(db.leases.c.id).where(db.leases.c.job_id == row.job_id, db.leases.c.state == "held")
     return conn.execute(held).first() is not None
 
@@ -117,7 +116,7 @@ def _has_accepted(conn: Connection, row: Row[Any]) -> bool:
 
 
 def _is_prompt_given_up(conn: Connection, now: Present, row: Row[Any]) -> bool:
-    """Whether the group's failures end it: its other jobs have the same prompt."""
+    """Whether the group has failed often enough to be ended: all its jobs have the same prompt."""
     of_group = select(db.jobs.c.id).where(db.jobs.c.group_id == row.group_id)
     returned = select(db.job_returns.c.caller).where(db.job_returns.c.job_id.in_(of_group))
     unscored = (
@@ -137,7 +136,7 @@ def _is_prompt_given_up(conn: Connection, now: Present, row: Row[Any]) -> bool:
 
 
 def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> bool:
-    """Whether the job is not played again."""
+    """Whether the job has failed too often to be played again."""
     failed = (
         select(db.workers.c.id, db.workers.c.caller)
         .join(db.leases, db.leases.c.worker_id == db.workers.c.id)
