@@ -128,13 +128,13 @@ def _seal(part: Path, final: Path, position: CheckpointPosition, config: Mapping
 
 
 def newest(folder: Path) -> StoredCheckpoint | None:
-    """The newest checkpoint: of the highest epoch, then of the highest step. Raises LocalError, IntegrityError."""
+    """Return the checkpoint of the highest epoch, then the highest step. Raises LocalError, IntegrityError."""
     found = _names(folder)
     return None if not found else opened(found[-1])
 
 
 def opened(folder: Path) -> StoredCheckpoint:
-    """Raises LocalError, IntegrityError for a document that is no checkpoint's."""
+    """Open a checkpoint. Raises LocalError, and IntegrityError for a document that is not a checkpoint's."""
     document = folder / DOCUMENT
     with explained("read", document):
         text = document.read_bytes()
@@ -175,7 +175,7 @@ def read(stored: StoredCheckpoint, rooms: Any, ranks: TrainerRanks) -> dict[str,
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` checkpoints, and what was never finished. Returns what was removed."""
+    """Delete all but the newest ``keep`` checkpoints, and unfinished ones. Returns what was deleted."""
     removed = _names(folder)[:-keep]
     removed += [path for path in folder.glob(".*.part-*") if path.is_dir()] if folder.is_dir() else []
     for path in removed:
@@ -209,7 +209,7 @@ def _damaged(folder: Path, name: str) -> IntegrityError:
 
 @contextmanager
 def _one_process_is_fine() -> Iterator[None]:
-    """Without the warning that a learner of one process has no process group."""
+    """Suppress the warning that a single-process learner has no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -58,7 +58,7 @@ class Evaluator:
 
     @property
     def busy(self) -> bool:
-        """Whether engines should go on serving the version under evaluation."""
+        """Whether engines should keep serving the version under evaluation."""
         return self._thread is not None and self._thread.is_alive() and time.monotonic() < self._until_s
 
     def published(self, version: Version, step: int) -> None:

@@ -52,7 +52,7 @@ class Exports:
         self._newest: int | None = None
 
     def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether ``step`` has to be exported now. ``last``: the run has ended."""
+        """Whether to export ``step`` now. ``last``: whether the run has ended."""
         return step != self._newest and (last or step % self._every == 0)
 
     def owed(self, step: int) -> bool:

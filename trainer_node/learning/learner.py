@@ -92,7 +92,7 @@ class Evaluating(Protocol):
 
     @property
     def busy(self) -> bool:
-        """The next publication has to wait."""
+        """Whether the next publication has to wait."""
 
     def published(self, version: Version, step: int) -> None:
         """Engines may serve this version, which is of this step."""
@@ -151,7 +151,7 @@ class Learner:
     _trained_s: float = 0.0
 
     def run(self) -> None:
-        """Until the ledger says that the run has ended. Raises P2PCastError."""
+        """Train until the ledger reports that the run has ended. Raises P2PCastError."""
         self._restore()
         version = self.publications.open(self.step)
         self.probe(self.step, version.branch)
@@ -181,7 +181,7 @@ class Learner:
         self._end()
 
     def stop(self) -> None:
-        """End after this step. A signal's handler may call."""
+        """Stop after this step. Safe to call from a signal handler."""
         self.stopping = True
 
     # -- beginning
@@ -247,7 +247,7 @@ class Learner:
         return self.distillation.train(rows, self.step, self.publications.wait_snapshot).document()
 
     def _must_publish(self) -> bool:
-        """Only new weights, or another attempt to publish them, can end the wait."""
+        """Whether only new weights, or another attempt to publish them, can end the wait."""
         return self.publications.due(self.step) and not (self.evaluation is not None and self.evaluation.busy)
 
     def _left_branch(self) -> bool:

@@ -241,7 +241,7 @@ class LearnerConfig:
     watch: WatchTable = field(default_factory=WatchTable)
 
     def checked(self) -> LearnerConfig:
-        """Raises UsageError for tables that do not fit together."""
+        """Return self. Raises UsageError if a setting is missing, or contradicts another."""
         if self.model.path is None:
             raise UsageError("[model] path is missing: the folder of a Hugging Face causal LM")
         for table, wanted in (("sft", self.sft.steps), ("evaluation", self.evaluation.every)):
@@ -254,7 +254,7 @@ class LearnerConfig:
         return self
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Plain values, for checkpoints and ``--print-config``."""
+        """Return plain values, for checkpoints and ``--print-config``."""
         return {
             table.name: {
                 key.replace("_", "-"): str(value) if isinstance(value, Path) else value

@@ -100,16 +100,16 @@ class LearnerModel:
 
     @property
     def positions(self) -> int | None:
-        """The longest text in tokens; None for a model whose configuration states none."""
+        """The longest text in tokens, or None if the model's configuration does not give it."""
         found = getattr(self.module.config, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
     def working_copy(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The words that are published, under the names of the folder."""
+        """Yield the published words under the names of the folder's tensors."""
         yield from self.stored.items()
 
     def freeze(self) -> None:
-        """For a reference model."""
+        """Freeze the weights, for a reference model."""
         self.module.requires_grad_(False)
 
     @property
@@ -256,7 +256,7 @@ class _ScoringHead:
 
 
 def _dtype(folder: Path, stored: dict[str, torch.dtype]) -> torch.dtype:
-    """The one floating dtype of the folder. Raises UsageError."""
+    """Return the folder's only floating dtype. Raises UsageError unless there is exactly one."""
     found = {dtype for dtype in stored.values() if dtype.is_floating_point}
     if len(found) != 1:
         raise UsageError(

@@ -169,32 +169,32 @@ class Ledger:
 
     @property
     def heartbeat_s(self) -> float:
-        """Interval of a worker's heartbeats, in seconds."""
+        """Return the interval between a worker's heartbeats, in seconds."""
         return self._rates.heartbeat_s
 
     def pace_heartbeats(self, workers: int) -> None:
-        """``workers``: that are not silent."""
+        """Adapt the heartbeat interval. ``workers``: how many are not silent."""
         self._rates.count_workers(workers)
 
     def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[HeldLease]:
-        """Raises UnknownIdError for an unknown session."""
+        """Handle one heartbeat. Raises UnknownIdError for an unknown session."""
         (held,) = self.heartbeats([leasing.Beat(session, tokens)])
         if held is None:
             raise leasing.unknown_session()
         return held
 
     def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[HeldLease] | None]:
-        """Several heartbeats at once. None for an unknown session."""
+        """Handle several heartbeats at once. Returns None for each unknown session."""
         return self._transitions.at_present(
             lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats)
         )
 
     def give_back(self, session: bytes, leases: Sequence[bytes], why: Mapping[bytes, Returned] = NO_REASONS) -> None:
-        """``why``: of each lease whose worker gives a reason."""
+        """Return unfinished leases. ``why``: the reason for each lease whose worker gives one."""
         self._transitions.at_present(lambda conn, now: leasing.give_back(conn, now, self._rates, session, leases, why))
 
     def expire(self) -> int:
-        """End leases whose time is over; returns how many."""
+        """End expired leases; returns how many."""
         return self._transitions.at_present(lambda conn, now: leasing.expire(conn, now, self._rates))
 
     def results(
@@ -272,7 +272,7 @@ class Ledger:
     # -- trainer
 
     def add_groups(self, groups: Sequence[Group]) -> int:
-        """Raises RefusedError, CapReachedError."""
+        """Add groups to the pool. Raises RefusedError, CapReachedError."""
         # Requests for leases, which are urgent, may wait for them.
         return self._transitions.at_present(
             lambda conn, now: job_groups.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
@@ -291,11 +291,11 @@ class Ledger:
         self._transitions.at_present(lambda conn, now: prompting.add(conn, now, *source, passed), urgent=True)
 
     def hook_state(self, seed: int, hooks: str) -> dict[str, str]:
-        """Texts of the values that these hooks keep, by name."""
+        """Return the stored values of these hooks as text, by name."""
         return self._transitions.call(lambda conn: prompting.state_of(conn, self._policy.task_hash, seed, hooks))
 
     def histories(self, prompts: Sequence[bytes]) -> list[list[float]]:
-        """For each prompt the mean rewards of its newest groups that hooks chose, oldest first."""
+        """For each prompt, return the mean rewards of its newest groups that hooks chose, oldest first."""
         return self._transitions.call(lambda conn: prompting.histories(conn, self._policy.task_hash, prompts))
 
     def publish(self, version: Version, manifest: bytes, schedule: bytes | None = None) -> None:
@@ -349,12 +349,12 @@ class Ledger:
         return taken
 
     def body(self, place: Place) -> bytes:
-        """A result's bytes. Raises IntegrityError."""
+        """Return a result's bytes. Raises IntegrityError."""
         return self._store.segments.read(place)
 
     def reopen_damaged(self, batch: batch_transitions.CutBatch) -> int:
-        """Reads all bodies of a cut batch; if some are damaged, the batch is reopened and their jobs are played again.
-        Returns the number of damaged results.
+        """Read all bodies of a cut batch. If some are corrupt, reopen the batch and return their jobs to the pool.
+        Returns the number of corrupt results.
         """
         damaged = []
         for place in (result.place for member in batch.members for result in member.results):
@@ -405,7 +405,7 @@ class Ledger:
         return epoch
 
     def check_room(self) -> None:
-        """After a write that failed for a shortage: try one of each kind. Raises LocalError while one fails."""
+        """After a write failed for lack of a resource, try one write of each kind. Raises LocalError if one fails."""
 
         def touch(conn: Connection) -> None:
             conn.execute(update(db.meta).values(ran_s=db.meta.c.ran_s))
@@ -416,7 +416,7 @@ class Ledger:
             self._store.short = None
 
     def prune(self) -> None:
-        """Delete all that no resume needs: rows first, then the segments that no row points to."""
+        """Delete everything that no resume needs: rows first, then the segments that no row points to."""
         self._transitions.at_present(ledger_retention.prune_batches)
         for groups in self._transitions.read(ledger_retention.old_groups):
             self._transitions.call(functools.partial(ledger_retention.prune_groups, groups=groups))
@@ -448,7 +448,7 @@ class Ledger:
         return None
 
     def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:
-        """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
+        """Count an audit for its worker and return the worker's name. Raises UnknownIdError."""
         return self._transitions.call(lambda conn: auditing.count(conn, SampledLease(job, lease), agrees=agrees))
 
     def prober(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
@@ -463,11 +463,11 @@ class Ledger:
         return self._transitions.read(look)
 
     def due_replays(self, most: int) -> list[replaying.Due]:
-        """Results whose trusted rewards are to be computed again, in turns of the parties that answer for them."""
+        """Return results whose trusted rewards are due to be recomputed, taking turns between parties."""
         return self._transitions.call(lambda conn: replaying.due(conn, self._policy.task_hash, most))
 
     def replay(self, one: replaying.Due) -> tuple[Job, Result] | None:
-        """None for a replay that is not due any more. Raises IntegrityError for a damaged result."""
+        """Return a replay's job and result, or None if no longer due. Raises IntegrityError for a corrupt result."""
         found = self._transitions.call(lambda conn: replaying.read(conn, one))
         return None if found is None else (found.job, Result.from_bytes(self.body(found.place)))
 
@@ -484,13 +484,13 @@ class Ledger:
         return self.groups([group_id])[0]
 
     def groups(self, group_ids: Sequence[bytes]) -> list[GroupRow]:
-        """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
+        """Return the state and rewards of each group, in the order of the ids. Raises UnknownIdError."""
         with self._store.reading() as conn:
             return ledger_report.groups(conn, group_ids)
 
     def workers(self, region: Callable[[bytes], str | None] = lambda session: None) -> list[dict[str, Any]]:
-        """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now.
-        ``region``: of a session's engine, None where it is not known.
+        """Return one row per worker, by name. ``drained_s``: seconds until it gets leases again, 0 if it gets them now.
+        ``region``: that of a session's engine, or None if unknown.
         """
 
         def look(conn: Connection, now: Present) -> list[dict[str, Any]]:

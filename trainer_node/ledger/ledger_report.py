@@ -50,7 +50,7 @@ def _counts(conn: Connection, column: Any) -> dict[str, int]:
 
 
 def _rejected_jobs(conn: Connection) -> dict[str, int]:
-    """By the reason of the last failure."""
+    """Count rejected jobs by the reason of their last failure."""
     rows = conn.execute(select(db.jobs.c.reason, func.count()).where(_REJECTED_JOB).group_by(db.jobs.c.reason))
     return {str(reason): count for reason, count in rows}
 
@@ -130,8 +130,8 @@ def _age(now: Present, step: Any) -> ColumnElement[int]:
 def workers(
     conn: Connection, now: Present, rates: Mapping[str, float | None], region: Callable[[bytes], str | None]
 ) -> list[dict[str, Any]]:
-    """One row a worker, by name. ``rates``: accepted tokens per second by worker, None where they are not measured.
-    ``region``: of a session's engine.
+    """Return one row per worker, by name. ``rates``: accepted tokens per second by worker, or None if not measured.
+    ``region``: that of a session's engine.
     """
     held = (
         select(func.count())
@@ -166,7 +166,7 @@ def workers(
 
 
 def groups(conn: Connection, group_ids: Sequence[bytes]) -> list[GroupRow]:
-    """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
+    """Return the state and rewards of each group, in the order of the ids. Raises UnknownIdError."""
     if len(group_ids) > MAX_READ:
         raise UsageError(f"{len(group_ids)} groups in one request, and {MAX_READ} are allowed")
     found = select(db.groups.c.id, db.groups.c.state, db.groups.c.reason).where(db.groups.c.id.in_(group_ids))

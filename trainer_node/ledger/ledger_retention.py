@@ -42,7 +42,7 @@ def prune_batches(conn: Connection, now: Present) -> None:
 
 
 def old_groups(conn: Connection, now: Present) -> list[list[bytes]]:
-    """Groups to delete, in parts for one transition each."""
+    """Return the groups to delete, in parts for one transition each."""
     ended = _ended()
     surplus = _free(ended).order_by(db.groups.c.added.desc()).offset(KEPT_GROUPS)
     sizes = {bytes(row.id): row.size for which in (_free(_old(now)), surplus) for row in conn.execute(which)}
@@ -58,7 +58,7 @@ def old_groups(conn: Connection, now: Present) -> list[list[bytes]]:
 
 
 def prune_groups(conn: Connection, groups: Collection[bytes]) -> None:
-    """Delete groups with their jobs, leases and results, but for those that count again since they were listed."""
+    """Delete groups with their jobs, leases and results, except groups that count again since they were listed."""
     prompting.gather(conn)
     which = (_ended() | (db.groups.c.state == "trained")) & db.groups.c.id.in_(groups)
     gone = [row.id for row in conn.execute(_free(which))]
@@ -70,7 +70,7 @@ def prune_groups(conn: Connection, groups: Collection[bytes]) -> None:
 
 
 def prune_rest(conn: Connection, now: Present, staleness: int) -> tuple[set[int], set[str]]:
-    """Delete what no group needs. Returns the segments that rows still use, and the ids of the workers that stay."""
+    """Delete what no group needs. Returns the segments still in use and the ids of the remaining workers."""
     _forget_late(conn, now.now_s)
     _forget_versions(conn, now, now.step - KEPT_BATCHES - staleness)
     _forget_workers(conn, now.now_s)
@@ -105,13 +105,13 @@ def _old(now: Present) -> ColumnElement[bool]:
 
 
 def _free(which: ColumnElement[bool]) -> Select[tuple[bytes, int]]:
-    """Groups outside all batches."""
+    """Select groups that are in no batch."""
     members = select(db.batch_members.c.group_id)
     return select(db.groups.c.id, db.groups.c.size).where(which, db.groups.c.id.not_in(members))
 
 
 def _forget_late(conn: Connection, now_s: float) -> None:
-    """Leases that ended long ago without an accepted result, and their rejected results."""
+    """Delete leases that ended long ago without an accepted result, and their rejected results."""
     mine = (db.results.c.lease_id == db.leases.c.id) & (db.results.c.verdict == "accepted")
     # By equal states, so that the index of states and times finds the leases.
     over = db.leases.c.state.in_(LEASE["held"]) & (db.leases.c.expires_s < now_s - LATE_S)

@@ -144,7 +144,7 @@ class PresentReader:
 
 
 def admissible(now: Present, policy: Policy, served: Version) -> bool:
-    """Whether a result of this version would be fresh enough, and of the live lineage."""
+    """Whether a result of this version would be fresh enough and belong to the live lineage."""
     return now.lineage.is_live(served) and served.step >= now.step - policy.bounds.staleness
 
 
@@ -173,12 +173,12 @@ _AHEAD = (
 
 
 def ahead(conn: Connection) -> int:
-    """Groups that were opened, and are neither dropped nor in a batch that the learner has applied."""
+    """Return the number of opened groups that are neither dropped nor in a batch the learner has applied."""
     return int(conn.scalar(_AHEAD) or 0)
 
 
 def acknowledged_step(conn: Connection, now: Present) -> int:
-    """The step up to which acknowledged checkpoints contain all batches."""
+    """Return the step up to which acknowledged checkpoints contain all batches."""
     batches = db.batches.c
     first = conn.scalar(select(func.min(batches.step)).where(batches.state.in_(("cut", "applied"))))
     return now.step if first is None else int(first)
@@ -193,7 +193,7 @@ def caller_of(worker: Any) -> str:
 
 
 def callers_seen(conn: Connection, now: Present, task_hash: bytes) -> set[str]:
-    """Callers with a worker that may play the task and was not silent lately."""
+    """Return the callers with a worker that may play the task and has not been silent lately."""
     rows = conn.execute(
         select(db.workers.c.id, db.workers.c.caller).where(
             db.workers.c.task_hash == task_hash,
@@ -212,7 +212,7 @@ def move(conn: Connection, kind: str, table: Table, row_id: bytes, new: str, **v
 
 
 def in_parts(ids: Collection[T]) -> Iterator[list[T]]:
-    """The ids, in lists that a statement can hold."""
+    """Split the ids into lists that fit into one statement."""
     found = list(ids)
     return (found[first : first + MAX_LISTED] for first in range(0, len(found), MAX_LISTED))
 
@@ -227,7 +227,7 @@ def move_all(conn: Connection, kind: str, table: Table, row_ids: Collection[byte
 def _changed(
     conn: Connection, kind: str, table: Table, row_ids: Sequence[bytes], new: str, values: Mapping[str, Any]
 ) -> int:
-    """The number of rows whose state was changed."""
+    """Change the state of rows and return how many changed."""
     bound = {"ids": row_ids} | {f"new_{name}": value for name, value in values.items()}
     return conn.execute(_change(kind, table, new, tuple(values)), bound).rowcount
 
@@ -239,6 +239,6 @@ def _change(kind: str, table: Table, new: str, names: tuple[str, ...]) -> Update
 
 
 def check_epoch(now: Present, epoch: int) -> None:
-    """Raises RefusedError for a learner that another has replaced."""
+    """Raises RefusedError if another learner has replaced this one."""
     if epoch != now.epoch:
         raise RefusedError(f"epoch {epoch} is not the present epoch {now.epoch}: another learner has resumed")

@@ -52,11 +52,11 @@ UNSETTLED_JOBS = ("open", "leased")
 
 
 def validate(kind: str, old: str, new: str) -> None:
-    """Raises IntegrityError unless the table of ``kind`` has the change."""
+    """Raises IntegrityError unless the kind's table allows the change."""
     if new not in TABLES[kind][old]:
         raise IntegrityError(f"the ledger may not change a {kind} from {old} to {new}")
 
 
 def sources(kind: str, new: str) -> tuple[str, ...]:
-    """The states that may change to ``new``."""
+    """Return the states that may change to ``new``."""
     return tuple(old for old, targets in TABLES[kind].items() if new in targets)

@@ -66,7 +66,7 @@ class Lineage:
         return Lineage(branch, {**self.forks, branch: Fork(self.branch, step)})
 
     def begun(self, branch: int) -> Lineage:
-        """The lineage of a learner that begins anew on ``branch``. Raises UsageError unless it is newer than all."""
+        """Return a from-scratch lineage on ``branch``. Raises UsageError unless it is the newest branch."""
         self._check_newer(branch)
         return Lineage(branch, self.forks)
 

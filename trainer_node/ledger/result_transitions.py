@@ -189,7 +189,7 @@ def settle_all(
 
 
 def _fault_of(reward: float | Rejection | None, job: Job) -> Rejection | None:
-    """Why the figure is no reward."""
+    """Return why the figure is not a valid reward, or None."""
     if reward is None or isinstance(reward, Rejection):
         return reward
     wrong = reward_fault(reward)

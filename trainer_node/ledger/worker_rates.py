@@ -122,7 +122,7 @@ class WorkerRates:
     # -- measurements, which count after the commit
 
     def asks(self, worker: str, now_s: float, staged: Version | None) -> None:
-        """The worker asks for leases. ``staged``: the version that its engine could serve at once."""
+        """Note a worker's request for leases. ``staged``: the version that its engine could serve at once."""
         self._pending.append(partial(self._asks, worker, now_s, staged))
 
     def _asks(self, worker: str, now_s: float, staged: Version | None) -> None:
@@ -130,7 +130,7 @@ class WorkerRates:
         self._missing[worker] = 0
 
     def began(self, worker: str, now_s: float, begun: LeaseOutcome, task_hash: bytes) -> None:
-        """The worker's request has begun leases."""
+        """Note the leases begun for the worker's request."""
         self._pending.append(partial(self._began, worker, now_s, begun, task_hash))
 
     def _began(self, worker: str, now_s: float, begun: LeaseOutcome, task_hash: bytes) -> None:
@@ -191,7 +191,7 @@ class WorkerRates:
         self._pending.append(partial(self.throughputs.probed, worker, now_s))
 
     def retain(self, workers: Collection[str]) -> None:
-        """Forget all other workers."""
+        """Forget all workers except these."""
         self._pending.append(partial(self._retain, frozenset(workers)))
 
     def _retain(self, workers: frozenset[str]) -> None:
@@ -202,7 +202,7 @@ class WorkerRates:
             self.throughputs.leave(worker)
 
     def gives_back(self, worker: str) -> None:
-        """The worker ends, or has too much to do: no job waits for it."""
+        """Note that the worker is stopping or overloaded: no job is kept for it."""
         self._asked_s.pop(worker, None)
         for kept in self._standings.values():
             if (load := kept.loads.get(worker)) is not None:
@@ -251,7 +251,7 @@ class WorkerRates:
         return self._missing.get(worker, 0)
 
     def overdue_s(self) -> float:
-        """Seconds after which a lease is held for longer than results take."""
+        """Return the age in seconds above which a lease has outlasted the time that results take."""
         seconds = sorted(self._completions_s.values())
         return OVERDUE * max(LEAST_S, seconds[len(seconds) // 2]) if seconds else OVERDUE * self._guess_s
 
@@ -272,7 +272,7 @@ class WorkerRates:
         return lasts_s, latest_s(max_tokens, slowest, lasts_s)
 
     def estimates(self) -> Mapping[str, float | None]:
-        """Tokens per second of each known worker; None before its first settlement."""
+        """Return the tokens per second of each known worker, or None before its first settlement."""
         return {worker: self.throughputs.estimate(worker) for worker in self.throughputs.known()}
 
     def _of(self, kind: Class) -> _ClassTimes:

@@ -21,7 +21,7 @@ _PHI: Final = "phi/"
 
 
 def distillation_of(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
-    """Raises UsageError for a model that cannot distil."""
+    """Return the run's distillation. Raises UsageError if the model cannot distil."""
     table = config.distill
     adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
     options = DistillOptions(
@@ -39,7 +39,7 @@ def distillation_of(config: LearnerConfig, model: LearnerModel, schedule_of: Sch
 
 
 def publisher_arguments(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:
-    """Arguments of the Publisher."""
+    """Return the Publisher's arguments for the adapter."""
     if distillation is None:
         return {}
     adapter = distillation.adapter
@@ -58,7 +58,7 @@ def adapter_fault(config: LearnerConfig, beside: Sequence[str]) -> str | None:
 
 
 def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of the policy, and of the adapter under its name."""
+    """Yield the policy's words, then the adapter's under its name."""
     yield from model.working_copy()
     yield from distillation.adapter.published()
 

@@ -54,12 +54,12 @@ class RolloutAdapter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the published words."""
+        """The dtype of the published words."""
         return next(iter(self._published.values()))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Forward passes inside are those of the model with phi."""
+        """Context manager: forward passes inside use the model with phi."""
         with ExitStack() as stack:
             for name, linear in self._linears.items():
                 hook = self._adding(self.parameters[name + _A], self.parameters[name + _B])

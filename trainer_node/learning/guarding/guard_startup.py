@@ -20,7 +20,7 @@ from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
 def guard_of(config: LearnerConfig) -> ScheduleGuard:
-    """Raises UsageError for a file that holds no schedule, LocalError."""
+    """Return the run's guard. Raises LocalError, and UsageError if the file does not contain a schedule."""
     file = config.sparse.schedule
     if file is None:
         return ScheduleGuard(None, config.sparse.guard())
