@@ -1,9 +1,9 @@
 """A task's hash: BLAKE3 over its code and its settings.
 
 Two nodes whose hashes agree play the same game, so either may judge the other's results. The hash covers the settings,
-the files of the task's class and its base classes, and the modules that the class lists, all without comments and
-docstrings. Files of p2pcast's protocol are excluded. A task that depends on a package's version has this version among
-its settings.
+the files of the task's class and its base classes, and the modules that the class lists. Files of p2pcast's protocol
+are excluded. Of p2pcast's own modules, which never read their docstrings, docstrings and comments do not count; other
+tasks may make prompts of theirs. A task that depends on a package's version has this version among its settings.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ def code_hash(task: type, settings: Settings, modules: Sequence[str] = ()) -> by
     ]
     for name, code in [*sources, *((module, importlib.import_module(module)) for module in modules)]:
         try:
-            source = _without_texts(inspect.getsource(code)).encode()
+            source = inspect.getsource(code)
         except (OSError, TypeError):
             raise UsageError(f"the source of task {name} cannot be read: write it to a file") from None
-        for part in (name.encode(), source):
+        if code.__name__.startswith("p2pcast."):
+            source = _without_texts(source)
+        for part in (name.encode(), source.encode()):
             hasher.update(len(part).to_bytes(8, "little") + part)
     hasher.update(msgpack.packb(dict(sorted(settings.items()))))
     return hasher.digest()

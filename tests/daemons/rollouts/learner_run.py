@@ -223,8 +223,8 @@ class LearnerRun:
     async def _until(self, found: Callable[[], Any]) -> Any:
         def check() -> None:
             for name, process in self._running.items():
-                # A run that is over ends its worker and its learner with 0.
-                assert process.returncode in (None, 0), f"{name} ended: {self.said(name)}"
+                over = name in ("worker", "learner") and process.returncode == 0  # with the run
+                assert over or process.returncode is None, f"{name} ended: {self.said(name)}"
             if self._following is not None and self._following.done():
                 self._following.result()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 import tomllib
@@ -11,6 +12,7 @@ import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
 from p2pcast.ground.errors import UsageError
+from p2pcast.tasks import play
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task_hash import _without_texts, code_hash
 from p2pcast.tasks.task_loader import BUILT_IN, GROUP, load_task, missing_settings
@@ -116,8 +118,19 @@ def test_the_hash_changes_with_the_code(folder: Path, monkeypatch: pytest.Monkey
         monkeypatch.delitem(__import__("sys").modules, "my_task")
         return load_task("my_task:Mine", folder).hash
 
-    assert hash_of(f"# A täsk.\n{TASK}# the end\n") == first.hash
-    assert hash_of(f"{TASK}CHANGED = 1\n") != first.hash
+    assert hash_of(f"{TASK}# changed\n") != first.hash
+    assert hash_of(f'"""A prompt."""\n{TASK}') != hash_of(f'"""Another prompt."""\n{TASK}')
+
+
+def test_texts_of_p2pcasts_own_modules_are_not_part_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, before = inspect.getsource(play), code_hash(Sums, {}, [play.__name__])
+    for added, same in (("# A comment.", True), ("ADDED = 1", False)):
+        read = {play: f"{added}\n{source}"}
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                inspect, "getsource", lambda code, real=inspect.getsource, r=read: r.get(code) or real(code)
+            )
+            assert (code_hash(Sums, {}, [play.__name__]) == before) is same
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,7 @@ def test_the_hash_changes_with_the_code(folder: Path, monkeypatch: pytest.Monkey
         ('x = """\n# kept \n\n"""', 'x = """\n# kept \n\n"""'),
     ],
 )
-def test_docstrings_and_comments_are_not_part_of_a_task(source: str, left: str) -> None:
+def test_docstrings_and_comments_are_left_out(source: str, left: str) -> None:
     assert _without_texts(source) == left
 
 
